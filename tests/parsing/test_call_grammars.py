@@ -53,6 +53,7 @@ TRIMMED = {
     "glm",
     "minicpm",
     "hy_v3",
+    "hy_v4",
     "cohere",
     "command_r",
     "granite_33",

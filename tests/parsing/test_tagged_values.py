@@ -30,6 +30,11 @@ TAGS = {
         "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
         "</tool_call>\n</tool_calls>",
     ),
+    "hy_v4": (
+        "<tool_calls><tool_call>f",
+        "<arg_key>{}</arg_key><arg_value>{}</arg_value>",
+        "</tool_call></tool_calls>",
+    ),
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="f">\n',
         '<parameter name="{}">{}</parameter>\n',
@@ -153,7 +158,7 @@ def test_a_missing_tag_ends_a_value_where_the_next_begins(name):
         got = arguments_of(name, "".join(kept))
         assert {key: value.strip() if isinstance(value, str) else value for key, value in got.items()} == expected
     assert len(arguments_of(name, whole.replace(end, ""))) == 3
-    if name not in ("glm45", "hy_v3"):  # in these, no other tag would be left
+    if name not in ("glm45", "hy_v3", "hy_v4"):  # in these, no other tag would be left
         assert arguments_of(name, whole.replace(call_end, "")) == expected
         assert arguments_of(name, whole.replace(end, "").replace(call_end, "")).keys() == expected.keys()
 
@@ -166,7 +171,7 @@ def test_calls_follow_each_other_whatever_is_missing(name):
     end, call_end = closings(name)
     call = begin + argument.format("path", "a") + after
     for first in (call, call.replace(end, ""), call.replace(call_end, "")):
-        if name in ("glm45", "hy_v3") and call_end not in first:
+        if name in ("glm45", "hy_v3", "hy_v4") and call_end not in first:
             continue
         content, calls = parse(name, f"{first}\n{call}", TEXT)
         assert content.strip() == ""

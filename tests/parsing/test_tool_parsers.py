@@ -243,6 +243,16 @@ ODD = [
     ("hy_v3", "<tool_calls>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>", "", [NOW]),
     ("hy_v3", "Well.<tool_calls><tool_call>now<tool_sep></tool_call>", "Well.", [NOW]),
     ("hy_v3", "<tool_call>now</tool_call>", None, []),
+    (
+        "hy_v4",
+        "Well.<tool_calls><tool_call>now</tool_call><tool_call>now</tool_call></tool_calls>",
+        "Well.",
+        [NOW, NOW],
+    ),
+    ("hy_v4", "<tool_calls>\n  <tool_call>now\n</tool_call>\n</tool_calls>", "", [NOW]),
+    ("hy_v4", "<tool_calls><tool_call>now<arg_key>a</arg_key><arg_value>1", "", [("now", '{"a": ', "unfinished")]),
+    ("hy_v4", "<tool_calls><tool_call></tool_call></tool_calls>", "<tool_call></tool_call>", []),
+    ("hy_v4", "<tool_calls><tool_call>now<arg_key>a</arg_key> b</tool_call>", None, []),
     ("minimax_m2", '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>[e~[', "", [NOW]),
     ("minimax_m2", '<minimax:tool_call><invoke name="now"></invoke><invoke name="now"></invoke>', "", [NOW, NOW]),
     ("minimax_m2", '<minimax:tool_call><invoke name="now"></invoke><inv', "", [NOW]),
@@ -465,6 +475,8 @@ REASONING = [
         "None left.",
         "Yes.",
     ),
+    ("glm", "<think>", "Hm.\n<tool_call>now</tool_call>", "Hm.", ""),
+    ("hy_v4", "<think></think>", "Yes.", "", "Yes."),
     ("hunyuan", "", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
     ("hunyuan", "", "<think>\n\n</think>\n<answer>\nA </answer> B\n</answer>\n", "", "A </answer> B"),
     ("ernie", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes."),
@@ -558,6 +570,8 @@ def test_the_template_tells_the_parsers(name):
         ("<tool_call> <function= </think>", "nemotron_h", ("qwen3_coder", "qwen3")),
         ("<tool_call> <|start_of_role|> <|end_of_role|>", "granitemoehybrid", ("hermes", None)),
         ("<tool_call> <arg_key> </think>", "laguna", ("glm45", "glm45")),
+        ("{{ '<think{}>'.format(t) }}{{ '<arg_key{}>'.format(t) }}", "hy_v4", ("hy_v4", "hy_v3")),
+        ("{{ '<tool_sep:opensource>' }}</think:opensource>", "hy_v3", ("hy_v3", "hy_v3")),
         ("<|START_THINKING|><|START_ACTION|><|START_TEXT|>", "cohere2", ("cohere_command4", "cohere_command4")),
         ("<|START_THINKING|><|START_ACTION|><|START_RESPONSE|>", "cohere2", ("cohere_command3", "cohere_command3")),
     ],
@@ -589,6 +603,44 @@ def test_markers_that_are_special_tokens_in_one_models_tokenizer_only(special):
     text = "<think>Hm.</think>Well." + CALL + ("<|end|>" if special else "")
     output = parse_output(OutputParser(parsers.tool, parsers.reasoning, tools=TOOLS), text)
     assert summary(output) == ("Hm.", "Well.", [NOW])
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("suffix", [":opensource", ":a+b(c\\1"])
+@pytest.mark.parametrize("name", ["hy_v3", "hy_v4"])
+def test_tags_end_as_those_of_the_tokenizer(name, suffix, special):
+    """As published: the template puts the suffix into each tag, which is a token, special or not."""
+    form = FORMATS[name]
+
+    def made(tag):
+        return f"{{{{ '{tag[0][:-1]}{{}}>'.format(HYTK) }}}}"
+
+    template = "{% set HYTK = " + json.dumps(suffix) + " %}" + re.sub(r"</?[a-z_]+>", made, form.template)
+    own = replace(form, template=template)
+    text = rendered_turn(own, reasoning="Hm.", content="Well <tool_call>.")
+    tags = [f"<{tag}{suffix}>" for tag in set(re.findall(r"</?([a-z_]+)>", form.template))]
+    backend = Tokenizer.from_str(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
+    (backend.add_special_tokens if special else backend.add_tokens)(tags)
+
+    class OfOneModel:
+        chat_templates: ClassVar = {"default": template}
+        special_tokens: ClassVar = {"eos_token": "<|end|>"}
+        vocabulary: ClassVar = backend.get_vocab()
+        token_to_id = staticmethod(backend.token_to_id)
+        special_token_ids = frozenset(backend.get_added_tokens_decoder()) if special else frozenset()
+
+    parsers = ModelParsers.select(OfOneModel(), None)
+    assert parsers.needs_special_tokens
+    text += "<|end|>"
+    for size in (len(text), 1, 2, 7):
+        parser = OutputParser(parsers.tool, parsers.reasoning, tools=TOOLS)
+        events = [event for i in range(0, len(text), size) for event in parser.feed(text[i : i + size])]
+        reasoning, content, calls = summary(collect([*events, *parser.finish()]))
+        assert (reasoning, content) == ("Hm.", "Well <tool_call>.")
+        assert [(call, json.loads(arguments), status) for call, arguments, status in calls] == [
+            ("get_weather", ARGUMENTS, "complete"),
+            ("now", {}, "complete"),
+        ]
 
 
 def test_no_template_means_no_parsers():

@@ -219,7 +219,17 @@ HY_V3 = Format(
     "{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
     "<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}\n</tool_calls>"
     + _END,
-    "deepseek_r1",
+    "hy_v3",
+)
+HY_V4 = Format(
+    "hy_v4",
+    _LOOP
+    + "<think>{{ m.reasoning_content }}</think>{{ m.content }}<tool_calls>"
+    + _CALLS
+    + "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}</tool_call>{% endfor %}</tool_calls>"
+    + _END,
+    "hy_v4",
 )
 HUNYUAN = Format(
     "hunyuan_a13b",

@@ -30,7 +30,9 @@ _TOOL_MARKS = (
     (("<|tool_call_start|>",), "lfm2"),
     (("<|tool_list_start|>",), "lfm2"),
     (("<TOOLCALL>",), "nemotron_nano_v2"),
-    (("<tool_sep>",), "hy_v3"),
+    *(((tag,), "hy_v3") for tag in ("<tool_sep>", "<tool_sep{}>", "<tool_sep:")),
+    *(((tag,), "hy_v4") for tag in ("<arg_key{}>", "<arg_key:")),
+    (("<tool_calls>", "<arg_key>"), "hy_v4"),
     (("<function_calls>",), "olmo3"),
     (("<arg_key>",), "glm45"),
     (("<function=",), "qwen3_coder"),
@@ -63,6 +65,8 @@ _REASONING_MARKS = (
     (("</think>", "<answer>"), "hunyuan_a13b"),
     (("</think>", "<response>"), "ernie45"),
     (("</think>",), "deepseek_r1"),
+    (("<think{}>",), "hy_v3"),
+    (("</think:",), "hy_v3"),
 )
 # The templates of some checkpoints do not show their model's format.
 _BY_MODEL_TYPE = {
@@ -92,9 +96,9 @@ def detect_parsers(chat_template: str | None, model_type: str | None = None) -> 
     tool = _match(chat_template, _TOOL_MARKS) or by_type[0]
     reasoning = _match(chat_template, _REASONING_MARKS) or by_type[1]
     if reasoning == "deepseek_r1":
-        reasoning = {"glm45": "glm45", "hermes": "qwen3", "kimi_k2": "kimi_k2", "qwen3_coder": "qwen3"}.get(
-            tool or "", reasoning
-        )
+        own = {"hermes": "qwen3", "qwen3_coder": "qwen3"}
+        own |= {name: name for name in ("glm45", "hy_v3", "hy_v4", "kimi_k2")}
+        reasoning = own.get(tool or "", reasoning)
     return tool, reasoning
 
 

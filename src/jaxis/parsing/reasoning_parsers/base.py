@@ -46,6 +46,7 @@ class ReasoningParser(ABC):
       interruptions: Markers of tool calls that end it too, for the tool parser to read.
       answer_openings: Special tokens that may come between the reasoning and the content.
       dropped: Special tokens without meaning here, such as those that end a turn.
+      suffixed: Attributes with tags that end as the tokenizer's do, such as `<think:opensource>`.
 
     Args:
       prompt: The rendered prompt. Only its end counts: a template may open the reasoning.
@@ -59,6 +60,7 @@ class ReasoningParser(ABC):
     interruptions: ClassVar[tuple[str, ...]] = ()
     answer_openings: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
+    suffixed: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompt: str = "", tool_dropped: Sequence[str] = ()) -> None:
         self._prompt = prompt

@@ -8,7 +8,7 @@ from jaxis.parsing.tool_parsers.kimi_k3 import KIMI_K3_DROPPED, KIMI_K3_RESPONSE
 
 
 class ThinkReasoningParser(ReasoningParser):
-    """DeepSeek R1 and V3.1, Qwen 3 and 3.5, GLM 4.5, MiniMax M2, Nemotron 3. The tags are not special tokens.
+    """DeepSeek R1 and V3.1, Qwen 3 and 3.5, MiniMax M2, Nemotron 3. The tags are not special tokens.
 
     The opening tag is the first thing the model writes, or the template puts it at the end of the prompt; a tag
     anywhere else is content. Reasoning that is cut off by the end of the text is still reasoning.
@@ -48,6 +48,12 @@ class ThinkReasoningParser(ReasoningParser):
                 return
 
 
+class GLMReasoningParser(ThinkReasoningParser):
+    """GLM 4.5 and later, Ling 3, which may call from within their reasoning: a call is a special token."""
+
+    interruptions = ("<tool_call>",)
+
+
 class KimiReasoningParser(ThinkReasoningParser):
     """Kimi K2 Thinking and K2.5, which may call from within their reasoning: a call is a special token."""
 
@@ -70,6 +76,12 @@ class KimiK3ReasoningParser(ThinkReasoningParser):
         markers = ("<|close|>think<|sep|>", KIMI_K3_RESPONSE, KIMI_K3_TOOLS, "<|end_of_msg|>")
         if (yield from self._reader.until(markers, self._add_reasoning)) == KIMI_K3_TOOLS:
             self._reader.unread(KIMI_K3_TOOLS)
+
+
+class HunyuanV3ReasoningParser(ThinkReasoningParser):
+    """Hy3 and Hy4."""
+
+    suffixed = ("opening", "closings")
 
 
 class MiniMaxM3ReasoningParser(ThinkReasoningParser):

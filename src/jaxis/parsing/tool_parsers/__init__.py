@@ -10,7 +10,7 @@ from jaxis.parsing.tool_parsers.cohere import CohereToolParser, CommandRToolPars
 from jaxis.parsing.tool_parsers.deepseek import DeepSeekToolParser
 from jaxis.parsing.tool_parsers.gemma3 import Gemma3ToolParser
 from jaxis.parsing.tool_parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
-from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
+from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser, HunyuanV4ToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
 from jaxis.parsing.tool_parsers.hermes import HermesToolParser, LongcatToolParser
@@ -51,6 +51,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesToolParser,
     "hunyuan_a13b": HunyuanToolParser,
     "hy_v3": HunyuanV3ToolParser,
+    "hy_v4": HunyuanV4ToolParser,
     "inkling": InklingToolParser,
     "kimi_k2": KimiToolParser,
     "kimi_k3": KimiK3ToolParser,

@@ -37,6 +37,7 @@ class ToolParser(ABC):
       call_markers: Markers with which a turn begins if, and only if, it has calls.
       call_opening: Text that the model writes before a call, or before all of them; see `write_calls`.
       call_separator: Text between calls that have an opening each.
+      suffixed: Attributes with tags that end as the tokenizer's do, such as `<tool_call:opensource>`.
       writes_reasoning: True if `write_answer` begins with the model's reasoning, which only it can tell from calls.
     """
 
@@ -46,6 +47,7 @@ class ToolParser(ABC):
     call_markers: ClassVar[tuple[str, ...]] = ()
     call_opening: ClassVar[str] = ""
     call_separator: ClassVar[str] = ""
+    suffixed: ClassVar[tuple[str, ...]] = ()
     writes_reasoning: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:

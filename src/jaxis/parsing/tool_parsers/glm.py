@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: `<tool_call>f`, `<arg_key>k</arg_key><arg_value>v</arg_value>` each, and `</tool_call>`."""
+"""GLM 4.5 and later: `<tool_call>f`, `<arg_key>k</arg_key><arg_value>v</arg_value>` each, and `</tool_call>`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GLMToolParser(XMLToolParser):
     call_opening = "<tool_call>"
     call_separator = "\n"
     argument_tags = ("<arg_key>", "</arg_key>")
-    value_end = "</arg_value>"
+    value_begin, value_end = "<arg_value>", "</arg_value>"
     call_tags = ("<tool_call>", "")
     call_end = "</tool_call>"
 
@@ -27,12 +27,12 @@ class GLMToolParser(XMLToolParser):
 
     @classmethod
     def _write_call(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
-        begin = grammar.text(f"{tool.name}{cls.call_tags[1]}\n")
+        begin = grammar.text(f"{tool.name}{cls.call_tags[1]}{cls.argument_end}")
         return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
 
     @classmethod
     def _after_name(cls, _kinds: frozenset[str]) -> str:
-        return "</arg_key>\n<arg_value>"
+        return f"{cls.argument_tags[1]}{cls.argument_end}{cls.value_begin}"
 
     def _read_call(self, _opener: str) -> Reading[None]:
         self._in_section = False
@@ -43,12 +43,17 @@ class GLMToolParser(XMLToolParser):
         name = yield from super()._read_argument_name()
         if not (yield from self._reader.skip_space()):
             raise EndOfTextError
-        return name if (yield from self._reader.take_if("<arg_value>")) else None
+        return name if (yield from self._reader.take_if(self.value_begin)) else None
 
 
 class HunyuanV3ToolParser(GLMToolParser):
-    """Hy3: the name ends with `<tool_sep>`, and all calls are between `<tool_calls>` tags."""
+    """Hy3: the name ends with `<tool_sep>`, and all calls are between `<tool_calls>` tags.
 
+    In published tokenizers all tags end alike, such as `<tool_call:opensource>`.
+    """
+
+    suffixed = ("openers", "call_markers", "call_opening", "argument_tags", "value_begin", "value_end", "call_tags")
+    suffixed += ("call_end", "dropped")
     dropped = ("<tool_calls>", "</tool_calls>")
     call_markers = ("<tool_calls>",)
     call_opening = "<tool_calls>\n"
@@ -56,6 +61,14 @@ class HunyuanV3ToolParser(GLMToolParser):
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
-        begin, end = grammar.text("<tool_call>"), literal("\n")
+        begin, end = grammar.text(cls.call_tags[0]), literal(cls.argument_end)
         calls = grammar.choice(f"{begin} {cls._write_call(grammar, tool)} {end}" for tool in grammar.tools)
-        return f"{grammar.repeated(calls)} {grammar.text('</tool_calls>')}"
+        return f"{grammar.repeated(calls)} {grammar.text(cls.dropped[1])}"
+
+
+class HunyuanV4ToolParser(HunyuanV3ToolParser):
+    """Hy4: no `<tool_sep>`, and no line breaks."""
+
+    call_opening = "<tool_calls>"
+    call_tags = ("<tool_call>", "")
+    argument_end = ""

@@ -10,7 +10,7 @@ _FUNCTION = "<function="
 
 
 class Qwen3CoderToolParser(XMLToolParser):
-    """Qwen 3 Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5, MiMo V2. The tags are not special tokens.
+    """Qwen 3 Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5 and 5, MiMo V2. The tags are not special tokens.
 
     The model sometimes forgets `<tool_call>`.
     """
