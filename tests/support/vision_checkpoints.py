@@ -59,6 +59,13 @@ def write_model(folder: Path, config: transformers.PretrainedConfig) -> transfor
     torch.manual_seed(0)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Makes every parameter and stored buffer random, those of norms around 1."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(("norm" in name or "ln_pre" in name) + 0.2 * torch.randn_like(parameter))
@@ -68,8 +75,6 @@ def write_model(folder: Path, config: transformers.PretrainedConfig) -> transfor
                 # Limits of what enters and leaves a product are such that some is cut off.
                 limit = -1.0 if name.endswith("_min") else 1.0
                 buffer.copy_(limit * (1 + 0.2 * torch.rand_like(buffer)))
-    model.save_pretrained(folder)
-    return model
 
 
 _PIXTRAL_PROCESSOR = {

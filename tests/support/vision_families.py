@@ -58,6 +58,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from tests.support.kimi_k3_vision import SETTINGS as KIMI_K3_SETTINGS
+from tests.support.kimi_k3_vision import KimiK3VisionReference, upright_pixels
 from tests.support.places import TESTS
 from tests.support.vision_checkpoints import (
     LONGEST,
@@ -66,6 +68,7 @@ from tests.support.vision_checkpoints import (
     TEXT,
     image_processing,
     processor_class,
+    randomize,
     reference_processor,
     token_id,
     write_model,
@@ -100,6 +103,7 @@ class VisionFamily:
       num_images: Of the prompt that the reference answers.
       publish: Makes of a folder that transformers wrote one as the maker publishes it, where they differ.
       change: Changes the config, given a function from a special token to its id.
+      bits_vary_unoptimized: Whether bits depend on the company without XLA's optimizations, which these tests lack.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
@@ -121,6 +125,7 @@ class VisionFamily:
     num_images: int = 3
     publish: Callable[[Path], None] = lambda _: None
     change: Callable[[transformers.PretrainedConfig, Callable[[str], int]], None] = lambda *_: None
+    bits_vary_unoptimized: bool = False
     has_image_processor: bool = True
 
     @property
@@ -953,6 +958,69 @@ _KIMI = VisionFamily(
 )
 
 
+def _call_kimi_k3(_: Any, images: list[Image]) -> Inputs:
+    patches, grids, views = [], [], []
+    for image in images:
+        view = (upright_pixels(image).transpose(2, 0, 1) / 255 - 0.5).astype(np.float32) / np.float32(0.5)
+        rows, columns = (each // PATCH for each in view.shape[1:])
+        views.append(view)
+        grids.append([1, rows, columns])
+        in_patches = view.reshape(3, rows, PATCH, columns, PATCH).transpose(1, 3, 0, 2, 4)
+        patches.append(in_patches.reshape(-1, 3, PATCH, PATCH))
+    sizes = [image.size for image in images]
+    return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.array(grids), "views": views, "sizes": sizes}
+
+
+def _replace_kimi_k3(inputs: Inputs, index: int) -> str:
+    width, height = inputs["sizes"][index]
+    count = inputs["image_grid_thw"][index].prod() // MERGE**2
+    return f"<|media_begin|>image {width}x{height}<|media_content|>{'<|media_pad|>' * count}<|media_end|>"
+
+
+def _kimi_k3_logits(model: Any, tokens: torch.Tensor, inputs: Inputs, _: Inputs) -> torch.Tensor:
+    return model.logits(tokens, token_id("<|media_pad|>", _KIMI_K3.all_special), model.features(**inputs))
+
+
+class KimiK3Family(VisionFamily):
+    """Kimi K3, which transformers lacks."""
+
+    def write(self, folder: Path) -> Any:
+        """Fills a folder as the maker publishes it; returns the reference in torch."""
+        row = _ROWS[self.name]
+        write_tokenizer(folder, self.all_special, self.placeholder)
+        auto_map = {"AutoImageProcessor": "kimi_k3_vision_processing.KimiK3VisionProcessor"}
+        settings = {"auto_map": auto_map, "media_proc_cfg": KIMI_K3_SETTINGS}
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        values = {key: value for key, value in (TEXT | row["text"]).items() if key not in row["without"]}
+        text = transformers.KimiLinearConfig(**values)
+        ids = {key: token_id(token, self.all_special) for key, token in row["tokens"].items()}
+        config = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "dtype": "float32"}
+        config |= {"text_config": text.to_dict(), "vision_config": row["vision"], **row["settings"], **ids}
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.manual_seed(0)
+        model = KimiK3VisionReference(text, row["vision"]).float().eval()
+        randomize(model)
+        tensors = {name: tensor.contiguous().numpy() for name, tensor in model.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        return model
+
+
+_KIMI_K3 = KimiK3Family(
+    "Kimi K3",
+    None,
+    _call_kimi_k3,
+    {},
+    _replace_kimi_k3,
+    ("<|kimi_image_placeholder|>", "<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+    "<|kimi_image_placeholder|>",
+    lambda inputs, index: inputs["views"][index][None],
+    features=lambda model, inputs: [model.features(**inputs)],
+    logits=_kimi_k3_logits,
+    bits_vary_unoptimized=True,
+    has_image_processor=False,
+)
+
+
 def _call_muse_glimmer(_: Any, images: list[Image]) -> Inputs:
     """The reference's processor needs torchvision: here Pillow resizes, and its function chooses the sizes."""
     patches, grids, views = [], [], []
@@ -1046,7 +1114,17 @@ FAMILIES = (
     _MISTRAL_LARGE_4,
     *(_GLM_5_3_FLASH, _INKLING),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
-    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _DEEPSEEK_VL, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
+    *(
+        _LLAVA_ONEVISION,
+        _LLAVA_ONEVISION_ALONE,
+        _DEEPSEEK_VL,
+        _KIMI,
+        _KIMI_K3,
+        _VIP_LLAVA,
+        _AYA,
+        _COMMAND_A,
+        _EXAONE_4_5,
+    ),
     *(
         _LLAVA_NEXT_VIDEO,
         _PADDLEOCR_VL,

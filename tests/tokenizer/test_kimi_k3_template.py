@@ -107,3 +107,11 @@ def test_it_is_chosen_by_the_model_and_tells_the_parsers(tmp_path):
     source = TokenizerConfig.from_folder(tmp_path).chat_templates["default"]
     assert source == chat_template_source("kimi-k3")
     assert detect_parsers(source, "kimi_k3") == ("kimi_k3", "kimi_k3")
+
+
+def test_images_are_placeholders_in_messages_and_results():
+    parts = [{"type": "text", "text": "A "}, {"type": "image"}, {"type": "text", "text": " b"}]
+    text = render([{"role": "user", "content": parts}, CALLED, {"role": "tool", "tool_call_id": "b", "content": parts}])
+    shown = "A <|kimi_image_placeholder|> b"
+    assert '<|open|>message role="user"<|sep|>' + shown + END in text
+    assert result("now", 1, shown) in text

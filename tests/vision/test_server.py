@@ -291,7 +291,7 @@ def test_inputs_reach_the_engines_process_as_they_are():
 
 
 def image_parts(*urls):
-    """A user's message of the images, with a text before, between and after them."""
+    """A user's message with words before, between and after the images."""
     see, question = ({"type": "text", "text": text} for text in ("See: ", "What is it?"))
     parts = [part for url in urls for part in (see, {"type": "image_url", "image_url": url})]
     return [{"role": "user", "content": [*parts, question]}]
@@ -301,7 +301,10 @@ def image_parts(*urls):
     "name",
     [
         "Mistral Large 4",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("Qwen3.8-Flash-Next", "MiniMax M3", "GLM-5.3-Flash")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("Qwen3.8-Flash-Next", "MiniMax M3", "GLM-5.3-Flash", "Kimi K3")
+        ),
     ],
 )
 def test_openai_clients_send_images_to_a_family(name, tmp_path):

@@ -21,6 +21,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.kimi import KimiCausalLM, kimi_feed_forward, kimi_mixer
 from jaxis.models.common.residual_blocks import MixingDecoderLayer, MixingModel
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.towers.kimi import KimiK3Vision
 
 _MIXTURES = ("self_attention_res", "mlp_res", "output_attn_res")
 
@@ -93,6 +94,9 @@ class KimiK3ForCausalLM(KimiCausalLM):
 
 
 class KimiK3ForConditionalGeneration(TextPart, KimiK3ForCausalLM):
+    """The text model, with its image encoder; videos are not supported."""
+
+    tower = KimiK3Vision
     other_names = (*TextPart.other_names, *KimiK3ForCausalLM.other_names)
     text_model_types = ("kimi_linear", "kimi_k3_text")
     other_parts = ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
@@ -103,10 +107,10 @@ class KimiK3ForConditionalGeneration(TextPart, KimiK3ForCausalLM):
 
 
 FAMILY = Family(
-    "Kimi K3 (text)",
+    "Kimi K3",
     (KimiK3ForConditionalGeneration, KimiK3ForCausalLM),
     "Kimi Linear with gates after latent attention, bounded decays, SiTU units and experts in a latent space; "
-    "each block of layers reads a mixture of the residuals before it",
+    "each block of layers reads a mixture of the residuals before it; MoonViT",
     formats=("MXFP4",),
     gguf=("kimi-k3",),
 )

@@ -86,12 +86,13 @@ def open_image(source: ImageSource, where: str) -> Image | ImageFile:
     return source
 
 
-def decode_image(image: Image | ImageFile, where: str) -> Image:
+def decode_image(image: Image | ImageFile, where: str, *, keeps_alpha: bool = False) -> Image:
     """Decodes the pixels of the first frame to RGB, upright, with transparency on white.
 
     Args:
       image: Result of `open_image`.
       where: Name of the image in errors.
+      keeps_alpha: True for RGBA where the image may be transparent.
 
     Raises:
       RequestError: The file is broken, truncated or too costly, or a Pillow image has a mode that cannot become RGB.
@@ -101,17 +102,22 @@ def decode_image(image: Image | ImageFile, where: str) -> Image:
     from jaxis.vision import image_worker
 
     if isinstance(image, ImageFile):
-        return pil.frombytes("RGB", *_read_file(image.data, where, pixels=True))
+        size, pixels = _read_file(image.data, where, pixels=True, keeps_alpha=keeps_alpha)
+        return pil.frombytes("RGB" if len(pixels) == _CHANNELS * size[0] * size[1] else "RGBA", size, pixels)
     try:
-        return image_worker.to_rgb(image, MAX_PIXELS, MAX_RATIO)
+        return image_worker.to_rgb(image, MAX_PIXELS, MAX_RATIO, keeps_alpha=keeps_alpha)
     except image_worker.RefusedImageError as error:
         raise RequestError(f"{where} {error}") from None
 
 
-def _read_file(data: bytes, where: str, *, pixels: bool) -> tuple[tuple[int, int], bytearray]:
+def _read_file(
+    data: bytes, where: str, *, pixels: bool, keeps_alpha: bool = False
+) -> tuple[tuple[int, int], bytearray]:
     """Returns an image's size and its pixels (empty if `pixels` is False), from a decoding process."""
     request = {"pixels": pixels, "formats": FORMATS, "max_pixels": MAX_PIXELS, "max_ratio": MAX_RATIO}
-    limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _MESSAGE_BYTES + _CHANNELS * MAX_PIXELS * pixels)
+    request["keeps_alpha"] = keeps_alpha
+    most = (_CHANNELS + keeps_alpha) * pixels
+    limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _MESSAGE_BYTES + most * MAX_PIXELS)
     try:
         answer, content = DECODERS.ask(request, limits, data)
     except LimitExceededError as error:
@@ -121,7 +127,7 @@ def _read_file(data: bytes, where: str, *, pixels: bool) -> tuple[tuple[int, int
         case {"refused": str(reason)}:
             raise RequestError(f"{where} {reason}")
         case {"size": [int(width), int(height)]} if min(width, height) > 0:
-            if len(content) == _CHANNELS * width * height * pixels:
+            if len(content) in (_CHANNELS * width * height * pixels, most * width * height):
                 return (width, height), content
     raise RequestError(f"{where} {_LIMITS['ended']()}")
 

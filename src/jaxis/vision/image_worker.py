@@ -70,7 +70,9 @@ def open_file(data: bytes | bytearray, formats: list[str], max_pixels: int, max_
     return image
 
 
-def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: bool = False) -> Image.Image:
+def to_rgb(
+    image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: bool = False, keeps_alpha: bool = False
+) -> Image.Image:
     """Decodes the pixels of the first frame to RGB, upright, with transparency on white.
 
     Args:
@@ -78,6 +80,7 @@ def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: boo
       max_pixels: Largest number of pixels.
       max_ratio: Largest ratio of the longer to the shorter side.
       in_place: True if the image itself may be rotated, which saves a copy.
+      keeps_alpha: True for RGBA where the image may be transparent.
 
     Raises:
       RefusedImageError: The file is broken or truncated, or its mode cannot become RGB.
@@ -86,6 +89,8 @@ def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: boo
         image = _of_eight_bits(image, max_pixels, max_ratio, in_place=in_place)
         if "A" in image.getbands() or image.info.get("transparency") is not None:
             image = image.convert("RGBA")
+            if keeps_alpha:
+                return image
             white = Image.new("RGBA", image.size, (255, 255, 255, 255))
             image = Image.alpha_composite(white, image)
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -161,7 +166,7 @@ def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any],
     """Returns width and height of an image, with its pixels uint8 [height, width, 3] on request, or the refusal.
 
     Args:
-      request: Formats, limits, and a flag for pixels.
+      request: Formats, limits, and flags for pixels, and for four channels of images that may be transparent.
       data: Bytes of the file.
     """
     limits = request["max_pixels"], request["max_ratio"]
@@ -169,10 +174,10 @@ def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any],
         image = open_file(data, request["formats"], *limits)
         if not request["pixels"]:
             return {"size": image.size}, 0, ()
-        image = to_rgb(image, *limits, in_place=True)
+        image = to_rgb(image, *limits, in_place=True, keeps_alpha=request["keeps_alpha"])
     except RefusedImageError as error:
         return {"refused": str(error)}, 0, ()
-    return {"size": image.size}, 3 * image.width * image.height, _rows(image)
+    return {"size": image.size}, len(image.getbands()) * image.width * image.height, _rows(image)
 
 
 def _rows(image: Image.Image) -> Iterator[bytes]:

@@ -147,7 +147,7 @@ class _OpenImage:
         return min(len(processor.tokens(*size)[0]) for size in ((width, height), (height, width)))
 
     def parts(self, processor: ImageProcessor) -> Sequence[ViewGroup | list[int]]:
-        return processor.parts(decode_image(self.image, self.name))
+        return processor.parts(decode_image(self.image, self.name, keeps_alpha=processor.keeps_alpha))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -171,7 +171,7 @@ def read_inkling(settings: ProcessorSettings) -> WholeProcessor:
     return WholeProcessor(**shared, side=side, resize=resize, canvas=canvas, marks_image=True)
 
 
-def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
+def read_kimi(settings: ProcessorSettings, placeholder: str = "<|media_pad|>") -> WholeProcessor:
     """Reads the settings of Kimi K2.5 to K2.7 in the published files, or in files that transformers writes."""
     settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
     published = settings.image("media_proc_cfg", {})
@@ -180,7 +180,7 @@ def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
     side = settings.image("size", {"max_height": 512, "max_width": 512})
     if side.get("max_height") != side.get("max_width") or not side.get("max_height"):
         raise ConfigError(f"{settings.source} has size={side!r}; expected one number of patches for both sides")
-    shared = settings.shared("<|media_pad|>", HALF_SCALE)
+    shared = settings.shared(placeholder, HALF_SCALE)
     scale = shared["pixel_scale"]
     mean, std = published.get("image_mean", scale.mean), published.get("image_std", scale.std)
     shared["pixel_scale"] = PixelScale(scale.factor, tuple(mean), tuple(std))
@@ -191,6 +191,63 @@ def read_kimi(settings: ProcessorSettings) -> WholeProcessor:
         **shared,
         side=patch * published.get("merge_kernel_size", settings.image("merge_size", 2)),
         resize=functools.partial(shrunk_to_patches, patch=patch, most=most, most_of_side=of_side),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiK3Processor(WholeProcessor):
+    """The prompt tells an image's size; what is transparent becomes a chessboard, after resizing.
+
+    Attributes:
+      encode: Function that tokenizes text.
+      token_ids: Tokens before the size, after it, of each merged patch, and after all of them.
+      square: Pixels of a side of the chessboard's squares, of which the first is white.
+      white, gray: Values of these squares.
+    """
+
+    encode: Callable[[str], list[int]]
+    token_ids: tuple[int, ...]
+    square: int
+    white: int
+    gray: int
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        (rows, columns), (begin, content, pad, end) = self._grid(width, height), self.token_ids
+        size = self.encode(f"image {width}x{height}")
+        return placed([begin, *size, content, *[pad] * (rows * columns), end], pad)
+
+    def resized(self, image: Image, width: int, height: int) -> Image:
+        image = super().resized(image, width, height)
+        if image.mode == "RGB":
+            return image
+        from PIL import Image as pil
+
+        pixels = np.asarray(image)
+        rows, columns = np.indices(pixels.shape[:2]) // self.square
+        board = np.where((rows + columns) % 2, self.gray, self.white).astype(np.uint8)[..., None]
+        alpha = pixels[..., 3:].astype(np.float32) / 255
+        return pil.fromarray((alpha * pixels[..., :3] + (1 - alpha) * board).astype(np.uint8))
+
+
+def read_kimi_k3(settings: ProcessorSettings) -> KimiK3Processor:
+    """Reads the settings of Kimi K3: Kimi K2.5's, and those of the chessboard."""
+    fields: dict[str, Any] = {**vars(read_kimi(settings, "<|kimi_image_placeholder|>")), "keeps_alpha": True}
+    published = settings.image("media_proc_cfg", {})
+    board = published.get("transparent_bg_config") or {}
+    stated = board.get("pattern"), published.get("transparent_bg_fill_stage")
+    if stated != ("chessboard", "after_resize") or not board.get("chessboard_square_on_top_left", True):
+        raise ConfigError(
+            f"{settings.source}: transparent parts of images become {stated[0]!r} in the stage {stated[1]!r}; only a "
+            "'chessboard' that begins white, 'after_resize', is supported"
+        )
+    tokens = ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
+    return KimiK3Processor(
+        **fields,
+        encode=settings.encode,
+        token_ids=tuple(map(settings.token_id, tokens)),
+        square=board.get("chessboard_square_size", 16),
+        white=board.get("chessboard_white_value", 255),
+        gray=board.get("chessboard_gray_value", 200),
     )
 
 
@@ -304,6 +361,7 @@ READERS: Mapping[str, Reader] = {
     "InklingImageProcessor": read_inkling,
     "InklingProcessor": read_inkling,
     "KimiK25": read_kimi,
+    "KimiK3": read_kimi_k3,
     "Kimi_K25": read_kimi,
     "Lfm3Vl": _PLAIN_ROPE,
     "LightOnOcr": read_lighton_ocr,

@@ -1,14 +1,21 @@
-"""Image encoder of Kimi K2.5 to K2.7: MoonViT (arXiv:2504.07491), joined neighbours, a projector."""
+"""Image encoders of Kimi K2.5 to K2.7, and K3: MoonViT (arXiv:2504.07491), joined neighbours, a projector."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
+import jax
+import jax.numpy as jnp
+
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.leaves import layer_norm
+from jaxis.layers.leaves import layer_norm, rms_norm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.towers.layers import VisionMLP
 from jaxis.models.common.towers.options import VisionOptions, of_model, of_vision
 from jaxis.models.common.towers.positions import AxialRope, Positions, rotate_pairs, stretched_positions
-from jaxis.models.common.towers.projector import JOINED, Projection
+from jaxis.models.common.towers.projector import JOINED, Projection, VisionProjector
 from jaxis.models.common.towers.tower import VisionTower
 
 _SIDE = of_vision("init_pos_emb_height", of_vision("pos_emb_height", 64))
@@ -57,3 +64,49 @@ class KimiVision(VisionTower):
         make_norm=layer_norm,
         epsilon=of_vision("projector_ln_eps", of_model("projection_layer_norm_eps", 1e-5)),
     )
+
+
+def _mlp_without_bias(scope: LayerScope, options: VisionOptions) -> VisionMLP:
+    return VisionMLP(scope, options.hidden_size, options.intermediate_size, options.activation, use_bias=False)
+
+
+class KimiK3Projector(VisionProjector):
+    """Two products of joined neighbours, and a norm."""
+
+    def __init__(self, scope: LayerScope, options: VisionOptions) -> None:
+        activation = of_vision("projector_hidden_act", "gelu")
+        super().__init__(scope, options, Projection(inner_sizes=(JOINED,), activation=activation, use_bias=False))
+        epsilon = scope.config["vision_config"].get("projector_ln_eps", 1e-5)
+        self.post_norm = rms_norm(scope, scope.config["text_config"]["hidden_size"], epsilon=epsilon)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.post_norm(super().__call__(x))
+
+
+class KimiK3Vision(KimiVision):
+    vision = dataclasses.replace(
+        KimiVision.vision,
+        epsilon=float(jnp.finfo(jnp.float32).eps),  # the files name none, and PyTorch takes this
+        make_norm=rms_norm,
+        patch_bias=False,
+        qkv_bias=False,
+        out_bias=False,
+        make_mlp=_mlp_without_bias,
+        positions=Positions(stretched_positions, (_SIDE, _SIDE)),
+        expected={
+            **KimiVision.vision.expected,
+            **{"mm_projector_type": ("patchmergerv2",), "pos_emb_interpolation_mode": ("bilinear",)},
+            **{"norm_type": ("rmsnorm",), "mlp_type": ("mlp2",), "activation_func": ("gelu_pytorch_tanh",)},
+            **dict.fromkeys(("attn_bias", "linear_bias", "patch_embed_proj_bias"), (False,)),
+        },
+        expected_outside={},
+    )
+    make_projector = KimiK3Projector
+
+    @classmethod
+    def options(cls, config: HFConfig) -> VisionOptions:
+        options, vision = super().options(config), config["vision_config"]
+        size = vision.get("qkv_hidden_size", options.hidden_size)
+        if size % options.num_heads:
+            raise vision.fault("qkv_hidden_size", why=f"expected a multiple of the {options.num_heads} heads")
+        return dataclasses.replace(options, head_size=size // options.num_heads)

@@ -78,11 +78,13 @@ class PatchConvolution(JaxModule):
 class VisionMLP(JaxModule):
     """`fc2(act(fc1(x)))`. Raises ConfigError if the activation is unknown."""
 
-    def __init__(self, scope: LayerScope, num_features: int, intermediate_size: int, activation: str) -> None:
+    def __init__(
+        self, scope: LayerScope, num_features: int, intermediate_size: int, activation: str, *, use_bias: bool = True
+    ) -> None:
         into, out = ("mlp", "embed"), ("embed", "mlp")
-        self.fc1 = linear(scope / "fc1", num_features, intermediate_size, axes=into, use_bias=True)
+        self.fc1 = linear(scope / "fc1", num_features, intermediate_size, axes=into, use_bias=use_bias)
         self.act = activation_function(activation)
-        self.fc2 = linear(scope / "fc2", intermediate_size, num_features, axes=out, use_bias=True)
+        self.fc2 = linear(scope / "fc2", intermediate_size, num_features, axes=out, use_bias=use_bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.fc2(self.act(self.fc1(x)))
