@@ -24,12 +24,13 @@ from jaxis.host.closing import Closing
 from jaxis.host.garbage import age_objects
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
-from jaxis.offline_requests import OfflineRequests, StreamOutput, Wanted, prompt_name
+from jaxis.offline_requests import OfflineRequests, WantedRequest, prompt_name
 from jaxis.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
+    StreamOutput,
 )
 from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
@@ -279,7 +280,7 @@ class LLM(Closing):
         tokenized = [self._tokenize(prompt, prompt_name(i, count)) for i, prompt in enumerate(given)]
         rows = (tokenized, requests.params(sampling_params, count), adapters, requests.priorities(priority, count))
         show = progress if use_tqdm is None else bool(use_tqdm)
-        return requests.run(list(map(Wanted, *rows)), progress=show)
+        return requests.run(list(map(WantedRequest, *rows)), progress=show)
 
     def chat(
         self,
@@ -343,7 +344,7 @@ class LLM(Closing):
             for each, adapter in zip(conversations, adapters, strict=True)
         ]
         show = progress if use_tqdm is None else bool(use_tqdm)
-        wanted = list(map(Wanted, tokenized, requests.params(sampling_params, count), adapters))
+        wanted = list(map(WantedRequest, tokenized, requests.params(sampling_params, count), adapters))
         return requests.run(wanted, progress=show)
 
     def render_chat(
@@ -430,7 +431,7 @@ class LLM(Closing):
             tokenized = self._tokenize_chat(prompt, tokenizer=tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
             tokenized = self._tokenize(cast(Prompt, prompt), prompt_name(0, 1))
-        return requests.stream(Wanted(tokenized, params, adapter))
+        return requests.stream(WantedRequest(tokenized, params, adapter))
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Computes the logits of every position of one sequence, float32 [T, V], for verification.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxis.lora import LoRARequest
 
 
-class Wanted(NamedTuple):
+class WantedRequest(NamedTuple):
     """A request before it is queued.
 
     Attributes:
@@ -87,7 +87,7 @@ class OfflineRequests:
         source = self._adapters.chat_template_of(adapter.lora_path)
         return self._tokenizer if source is None else with_template(self._tokenizer, source)
 
-    def run(self, wanted: Sequence[Wanted], *, progress: bool = False) -> list[RequestOutput]:
+    def run(self, wanted: Sequence[WantedRequest], *, progress: bool = False) -> list[RequestOutput]:
         """Runs requests to their ends, and returns their outputs in order. Raises the error of the first that fails."""
         show = self._progress if progress and len(wanted) > 1 else ProgressDisplay(enabled=False)
         queued: list[Request] = []
@@ -114,14 +114,14 @@ class OfflineRequests:
             self.abort(queued)
         return [request.output() for request in queued]
 
-    def stream(self, wanted: Wanted) -> Generator[StreamOutput, None, None]:
+    def stream(self, wanted: WantedRequest) -> Generator[StreamOutput, None, None]:
         """Queues a request, and returns an iterator with a StreamOutput per step that adds something."""
         stream = self._stream(wanted)
         # Runs until the request is queued, so that closing the iterator aborts it even if nothing was read from it.
         next(stream)
         return stream
 
-    def _stream(self, wanted: Wanted) -> Generator[Any, None, None]:
+    def _stream(self, wanted: WantedRequest) -> Generator[Any, None, None]:
         queued: list[Request] = []
         finished = has_text = False
         try:
@@ -160,7 +160,7 @@ class OfflineRequests:
         with interrupt_deferred():
             return self._engine.step()
 
-    def add(self, queued: list[Request], wanted: Sequence[Wanted]) -> None:
+    def add(self, queued: list[Request], wanted: Sequence[WantedRequest]) -> None:
         """Queues requests one by one, those in `queued` excepted, and appends each to it; the caller aborts those on an
         error.
 

@@ -12,7 +12,7 @@ from jaxis.cli.chat_commands import run_command
 from jaxis.cli.chat_session import ChatSession
 from jaxis.errors import RequestError
 from jaxis.image_encoder import encoder as image_encoder
-from jaxis.offline_requests import Wanted
+from jaxis.offline_requests import WantedRequest
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -194,11 +194,11 @@ def test_answers_go_on_between_the_slices_of_an_image(llm, monkeypatch):
     encoder(llm)._unused.clear()
     llm.engine.reset_prefix_cache()
     queued = []
-    llm.requests.add(queued, [Wanted(llm._tokenize(running, "the prompt"), long)])
+    llm.requests.add(queued, [WantedRequest(llm._tokenize(running, "the prompt"), long)])
     while not queued[0].completions[0].sequence.output_token_ids:
         llm.requests.step()
     with_image = []
-    llm.requests.add(with_image, [Wanted(llm._tokenize(prompt_of(image), "the prompt"), SHORT)])
+    llm.requests.add(with_image, [WantedRequest(llm._tokenize(prompt_of(image), "the prompt"), SHORT)])
     queued += with_image
     dispatched = []
     while not queued[1].finished:

@@ -6,7 +6,7 @@ import random
 import psutil
 
 from jaxis import LLM, SamplingParams
-from jaxis.offline_requests import Wanted
+from jaxis.offline_requests import WantedRequest
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.vision_checkpoints import random_image, write_mistral3
 
@@ -44,7 +44,7 @@ def test_random_requests_answer_as_alone_and_leave_nothing(tmp_path, monkeypatch
             for i in range(COUNT):
                 kind, size = rng.choice(kinds), rng.choice(MAX_TOKENS)
                 queued = []
-                llm.requests.add(queued, [Wanted(llm._tokenize(prompt(*kind), "the prompt"), params[size])])
+                llm.requests.add(queued, [WantedRequest(llm._tokenize(prompt(*kind), "the prompt"), params[size])])
                 running[queued[0]] = kind
                 while len(running) > rng.randrange(MOST_RUNNING if i + 1 < COUNT else 1):
                     if rng.random() < 0.03:

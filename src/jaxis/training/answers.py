@@ -18,7 +18,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.jsonl.conversation import Role
 from jaxis.layers.module import JaxModule
-from jaxis.offline_requests import OfflineRequests, Wanted
+from jaxis.offline_requests import OfflineRequests, WantedRequest
 from jaxis.outputs import CompletionOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -158,7 +158,7 @@ class LiveEngine:
         not finite.
         """
         requests = OfflineRequests(self._with_weights(model, progress), progress)
-        wanted = [Wanted(TokenizedPrompt(None, ids), each) for ids, each in zip(prompts, params, strict=True)]
+        wanted = [WantedRequest(TokenizedPrompt(None, ids), each) for ids, each in zip(prompts, params, strict=True)]
         return [output.outputs[0] for output in requests.run(wanted)]
 
     def close(self) -> None:

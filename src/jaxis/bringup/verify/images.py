@@ -13,7 +13,7 @@ from jaxis.bringup.verify.compare import Gates, LogitsComparison, compare_logits
 from jaxis.bringup.verify.reference import Reference
 from jaxis.bringup.verify.step_logits import recorded_logits
 from jaxis.errors import ConfigError
-from jaxis.offline_requests import Wanted
+from jaxis.offline_requests import WantedRequest
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
         encoder.let_go(items)
     llm.engine.reset()
     with recorded_logits(llm) as steps:
-        llm.requests.run([Wanted(answer.prompt, SamplingParams(temperature=0.0, max_tokens=1))])
+        llm.requests.run([WantedRequest(answer.prompt, SamplingParams(temperature=0.0, max_tokens=1))])
     error = relative_error(embeddings, answer.embeddings, gates.module_tokens)
     logits = steps[tuple(answer.prompt.token_ids)]
     actual = np.stack([logits[position] for position in range(len(answer.logits))])
