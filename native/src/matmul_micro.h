@@ -54,73 +54,79 @@ constexpr int64_t kPrefetchBytes = 2048;
 
 JAXIS_INLINE void prefetch(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + kPrefetchBytes); }
 
+// Halves of a panel of floats that some rows are multiplied with at once. The sums of one row always find registers, so
+// it goes through the panel's memory once, in order; by halves it would read every other line, twice.
+constexpr int halves_at_once(int num_rows) { return num_rows == 1 ? 2 : kHalves; }
+
 // The sums that a micro-kernel begins with: zeros, or where the columns before it left off.
-template <int R>
-JAXIS_INLINE void begin_sums(F32x16 (&sum)[R][kHalves], const float* c, int half, bool first) {
+template <int R, int H>
+JAXIS_INLINE void begin_sums(F32x16 (&sum)[R][H], const float* c, int half, bool first) {
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < kHalves; ++h) sum[r][h] = first ? zero() : load(c + r * kPanelRows + (half + h) * kLanes);
+    for (int h = 0; h < H; ++h) sum[r][h] = first ? zero() : load(c + r * kPanelRows + (half + h) * kLanes);
   }
 }
 
-template <int R>
-JAXIS_INLINE void end_sums(const F32x16 (&sum)[R][kHalves], float* c, int half) {
+template <int R, int H>
+JAXIS_INLINE void end_sums(const F32x16 (&sum)[R][H], float* c, int half) {
   for (int r = 0; r < R; ++r) {
-    for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
+    for (int h = 0; h < H; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
   }
 }
 
 // x [k][R] times w [k][32], set in or (not `first`) added to c [R][32].
 template <int R>
 void micro_f32(const float* x, const float* w, int64_t k, float* c, bool first) {
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[R][kHalves];
-    begin_sums<R>(sum, c, half, first);
+  constexpr int kAtOnce = halves_at_once(R);
+  for (int half = 0; half < 2; half += kAtOnce) {
+    F32x16 sum[R][kAtOnce];
+    begin_sums(sum, c, half, first);
     const float* wi = w + half * kLanes;
     const float* xi = x;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < k; ++i, wi += kPanelRows, xi += R) {
-      F32x16 weights[kHalves];
+      F32x16 weights[kAtOnce];
       prefetch(wi);
       prefetch(wi + kLanes);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
+      for (int h = 0; h < kAtOnce; ++h) weights[h] = load(wi + h * kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
+        for (int h = 0; h < kAtOnce; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
       }
     }
-    end_sums<R>(sum, c, half);
+    end_sums(sum, c, half);
   }
 }
 
 // The same with w [k2 / 2][32][2].
 template <int R>
 void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[R][kHalves];
-    begin_sums<R>(sum, c, half, first);
+  constexpr int kAtOnce = halves_at_once(R);
+  for (int half = 0; half < 2; half += kAtOnce) {
+    F32x16 sum[R][kAtOnce];
+    begin_sums(sum, c, half, first);
     const bf16_t* wi = w + 2 * half * kLanes;
     const float* xi = x;
     const auto pair = [&](bool has_second) __attribute__((always_inline)) {
-      F32x16 one[kHalves], other[kHalves];
+      F32x16 one[kAtOnce], other[kAtOnce];
       prefetch(wi);
       prefetch(wi + 2 * kLanes);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &other[h], &one[h]);
+      for (int h = 0; h < kAtOnce; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &other[h], &one[h]);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, one[h], sum[r][h]);
+        for (int h = 0; h < kAtOnce; ++h) sum[r][h] = fma(value, one[h], sum[r][h]);
       }
       if (has_second) {
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
           const F32x16 value = broadcast(xi[R + r]);
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, other[h], sum[r][h]);
+          for (int h = 0; h < kAtOnce; ++h) sum[r][h] = fma(value, other[h], sum[r][h]);
         }
       }
       wi += 2 * kPanelRows;
@@ -128,7 +134,7 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first
     };
     for (int64_t i = 0; i + 2 <= k; i += 2) pair(true);
     if (k % 2 != 0) pair(false);
-    end_sums<R>(sum, c, half);
+    end_sums(sum, c, half);
   }
 }
 
@@ -142,7 +148,7 @@ template <int R>
 __attribute__((target("avx512bf16"))) void micro_bf16_pairs(const float* x, const bf16_t* w, int64_t k, float* c,
                                                             bool first) {
   F32x16 sum[R][kHalves];
-  begin_sums<R>(sum, c, 0, first);
+  begin_sums(sum, c, 0, first);
   for (int64_t i = 0; i < k; i += 2, w += 2 * kPanelRows, x += R) {
     prefetch(w);
     prefetch(w + 2 * kLanes);
@@ -154,7 +160,7 @@ __attribute__((target("avx512bf16"))) void micro_bf16_pairs(const float* x, cons
       sum[r][1].v = _mm512_dpbf16_ps(sum[r][1].v, pair, high);
     }
   }
-  end_sums<R>(sum, c, 0);
+  end_sums(sum, c, 0);
 }
 
 #else
@@ -329,7 +335,7 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
   constexpr int kPartsPerGroup = kGroupSteps / kSteps;
   for (int half = 0; half < 2; half += kHalves) {
     F32x16 sum[R][kHalves];
-    begin_sums<R>(sum, c, half, first);
+    begin_sums(sum, c, half, first);
     const uint8_t* xi = x.values;
     for (int64_t s = 0, p = 0; s < w.spans; ++s) {
       const uint8_t* wi = w.bytes + s * w.span_stride + half * (step_bytes(kProduct) / 2);
@@ -377,7 +383,7 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
         if (w.minima != nullptr) add(w.minima + at, x_sums);
       }
     }
-    end_sums<R>(sum, c, half);
+    end_sums(sum, c, half);
   }
 }
 
