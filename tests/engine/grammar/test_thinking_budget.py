@@ -33,9 +33,11 @@ FORMATS = {
     "deepseek_r1": (THINK, ()),
     "ernie45": (THINK, ()),
     "gemma4": ({"<|channel>thought": "<channel|>"}, ()),
-    "glm45": (THINK, ()),
+    "glm45": (THINK, ("<tool_call>",)),
     "granite": (THINK | PHRASES, ()),
     "hunyuan_a13b": (THINK, ()),
+    "hy_v3": (THINK, ()),
+    "hy_v4": (THINK, ()),
     "inkling": (
         {"<|content_thinking|>": "<|end_message|>"},
         ("<|content_model_end_sampling|>", "<|message_model|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
