@@ -286,7 +286,7 @@ def write_keys(path, architecture="llama", **keys):
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("rwkv7", {}, "has the architecture 'rwkv7'; supported in GGUF files: apertus, arcee, bailingmoe2,"),
+        ("rwkv7", {}, "has the architecture 'rwkv7'; supported in GGUF files: afmoe, apertus, arcee, bailingmoe2,"),
         ("clip", {}, "is the vision part of a model"),
         ("llama", {"type": "adapter"}, "is not a language model but of the type 'adapter'"),
         ("llama", {"type": "mmproj"}, "is not a language model but of the type 'mmproj'"),

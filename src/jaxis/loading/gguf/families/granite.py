@@ -67,7 +67,6 @@ GGUFS = (
         ("granite_swa", "granite_swa", "GraniteSWAForCausalLM"),
         (usual(), has("attention_bias", "attn_q.bias"), MLP_BIAS, _MULTIPLIERS, windows(4, 128), Fact(_rope_pattern)),
         GGUFNames({"attn_sinks": "self_attn.sinks="}, permutes_rope=True),
-        when=lambda reader: not reader.keys.get("expert_count"),
     ),
     GGUF(
         ("granitemoe", "granitemoeshared", "GraniteMoeSharedForCausalLM"),
