@@ -66,7 +66,7 @@ class LatentUpProjection(JaxLinear):
 
     @property
     def keeps_panels(self) -> bool:
-        """Whether a packed weight stays as it is: its panels are those of the heads, one after the other."""
+        """True if a packed weight stays as it is: its panels are those of the heads, one after the other."""
         return self.key_dim == 0 and self.value_dim % PANEL_ROWS == 0
 
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:

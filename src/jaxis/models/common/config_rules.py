@@ -1,4 +1,4 @@
-"""What a family says of the keys of config.json that it does not compute with."""
+"""Rules for keys of config.json that a family does not compute with."""
 
 from __future__ import annotations
 

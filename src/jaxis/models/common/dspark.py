@@ -37,8 +37,8 @@ _PARTS = {
 }
 
 
-class Block(NamedTuple):
-    """What B rows of each of N sequences give.
+class DraftBlock(NamedTuple):
+    """Drafts of N sequences, by B rows of each.
 
     Attributes:
       drafts: i32 [N, B], the tokens after the newest one.
@@ -134,7 +134,7 @@ class DSpark(JaxModule):
 
     def draft_block(
         self, target: DraftTarget, kv_caches: list[Any], newest_ids: jax.Array, attention_metadata: AttentionMetadata
-    ) -> tuple[list[Any], Block]:
+    ) -> tuple[list[Any], DraftBlock]:
         """Drafts after newest_ids i32 [N]; the metadata is of B tokens of each sequence, of which these are the first.
 
         Their entries are written into the caches, too, where those of the next tokens will be.
@@ -158,7 +158,7 @@ class DSpark(JaxModule):
             # The index is meaningless if logits are not finite.
             token_ids = jnp.clip(argmax(logits[-1])[0], 0, logits[-1].shape[-1] - 1)
             drafts.append(token_ids)
-        return caches, Block(*(jnp.stack(each, axis=1) for each in (drafts, logits, chances)))
+        return caches, DraftBlock(*(jnp.stack(each, axis=1) for each in (drafts, logits, chances)))
 
 
 def _scope_of_layer(scope: LayerScope, number: int) -> LayerScope:

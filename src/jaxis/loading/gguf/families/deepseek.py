@@ -142,7 +142,7 @@ _SPARSE = (_DEEPSEEK, PREDICTION_LAYERS, INDEXER, only("expert_gating_func", SIG
 
 
 def read_indexer_types(reader: ConfigReader) -> Values:
-    """Which layers have an indexer; all, if the file does not say it."""
+    """Reads the layers that have an indexer; all, if the file does not say it."""
     listed = reader.keys.for_layers("attention.indexer.types", reader.num_layers)
     return {} if listed is None else {"indexer_types": ["full" if each else "shared" for each in listed]}
 

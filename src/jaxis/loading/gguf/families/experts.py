@@ -70,7 +70,7 @@ def _kinds_of_layers(reader: ConfigReader) -> Values:
 
 
 def _kinds_by_experts(reader: ConfigReader) -> Values:
-    """Which layers have experts, and how many shared ones, of which the file says only how wide they are together."""
+    """Reads the layers that have experts, and the number of shared ones; the file says only their width together."""
     names, layers = reader.keys.tensors, range(reader.num_layers)
     width = reader.keys.integer("expert_shared_feed_forward_length")
     return {
