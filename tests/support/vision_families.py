@@ -103,7 +103,6 @@ class VisionFamily:
       num_images: Of the prompt that the reference answers.
       publish: Makes of a folder that transformers wrote one as the maker publishes it, where they differ.
       change: Changes the config, given a function from a special token to its id.
-      bits_vary_unoptimized: Whether bits depend on the company without XLA's optimizations, which these tests lack.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
@@ -125,7 +124,6 @@ class VisionFamily:
     num_images: int = 3
     publish: Callable[[Path], None] = lambda _: None
     change: Callable[[transformers.PretrainedConfig, Callable[[str], int]], None] = lambda *_: None
-    bits_vary_unoptimized: bool = False
     has_image_processor: bool = True
 
     @property
@@ -479,6 +477,7 @@ def _inkling(name: str, *, has_more: bool, scale: tuple[Any, Any]) -> VisionFami
 
 
 _INKLING = _inkling("Inkling", has_more=True, scale=(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
+_INKLING_2 = _inkling("Inkling 2", has_more=False, scale=([0.5] * 3, [0.5] * 3))
 
 
 def _views_of_gemma4(inputs: Inputs, index: int) -> np.ndarray:
@@ -1016,7 +1015,6 @@ _KIMI_K3 = KimiK3Family(
     lambda inputs, index: inputs["views"][index][None],
     features=lambda model, inputs: [model.features(**inputs)],
     logits=_kimi_k3_logits,
-    bits_vary_unoptimized=True,
     has_image_processor=False,
 )
 
@@ -1112,7 +1110,7 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE, _QWEN3_8_FLASH_NEXT, _MINIMAX_M3),
     _MISTRAL_LARGE_4,
-    *(_GLM_5_3_FLASH, _INKLING),
+    *(_GLM_5_3_FLASH, _INKLING, _INKLING_2),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(
         _LLAVA_ONEVISION,

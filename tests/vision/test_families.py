@@ -165,8 +165,6 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
 @pytest.mark.sampled(3)
 def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm):
     """Bit for bit; and an image is encoded once, however often it comes."""
-    if family.bits_vary_unoptimized:
-        pytest.skip("its bits depend on the company without XLA's optimizations, which these tests lack")
 
     def prompt_of(*images, text="Look: "):
         return {"prompt": text + family.placeholder * len(images), "multi_modal_data": {"image": [*images]}}
@@ -202,8 +200,6 @@ def test_verify_compares_what_a_family_sees(family, reference, llm):
 @pytest.mark.slow
 def test_preempted_requests_answer_as_alone(family, reference):
     """Bit for bit, with prompts cut into chunks of every size."""
-    if family.bits_vary_unoptimized:
-        pytest.skip("its bits depend on the company without XLA's optimizations, which these tests lack")
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=0)
     prompts = [
         {

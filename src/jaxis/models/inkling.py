@@ -1,4 +1,4 @@
-"""Inkling, and the text of Inkling 2: biases of scores by distance, four short convolutions a layer, experts."""
+"""Inkling and Inkling 2, their text: biases of scores by distance, four short convolutions a layer, experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.residual_blocks import MixingDecoderLayer, MixingModel
 from jaxis.models.common.sparse_layers import is_sparse_layer
 from jaxis.models.common.text_part import TextPart
-from jaxis.models.common.towers.inkling import InklingVision
+from jaxis.models.common.towers.inkling import Inkling2Vision, InklingVision
 
 _FULL, _SLIDING = "hybrid", "hybrid_sliding"
 _LAYOUT = StackLayout(transposed=False, interleaved=True)
@@ -270,7 +270,7 @@ class InklingForConditionalGeneration(TextPart, CausalLM):
 
 class Inkling2ForConditionalGeneration(InklingForConditionalGeneration):
     layer_class = Inkling2DecoderLayer
-    tower = None
+    tower = Inkling2Vision
     model_class = Inkling2Model
     text_model_types = ("inkling2_text",)
     renames = (
@@ -314,7 +314,7 @@ class Inkling2ForConditionalGeneration(InklingForConditionalGeneration):
 
 
 FAMILY = Family(
-    "Inkling, Inkling 2 (of 2 the text)",
+    "Inkling, Inkling 2",
     (InklingForConditionalGeneration, Inkling2ForConditionalGeneration),
     "no RoPE, but biases of scores by distance that each token mixes of learned profiles; windows in most layers, four "
     "short convolutions a layer, two shared experts that the router weighs; 2: bounded heads, sinks of each token, "

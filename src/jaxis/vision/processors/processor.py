@@ -125,7 +125,6 @@ class ImageProcessor:
       resample: Pillow's number of the resampling filter.
       placeholder: Text that stands for an image in a prompt before it is expanded.
       placeholder_id: Token of the placeholder.
-      keeps_alpha: True if images that may be transparent are given as RGBA, False for RGB on white.
       is_bidirectional: True if an image's tokens see each other, not just those before them.
       video: Processor of videos; None if the model takes none.
     """
@@ -134,9 +133,13 @@ class ImageProcessor:
     resample: int
     placeholder: str
     placeholder_id: int
-    keeps_alpha: bool = False
     is_bidirectional: bool = False
     video: VideoProcessor | None = None
+
+    @property
+    def keeps_alpha(self) -> bool:
+        """True if images that may be transparent are given as RGBA, False for RGB on white."""
+        return False
 
     @property
     def most_tokens(self) -> int:

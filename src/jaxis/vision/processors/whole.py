@@ -32,6 +32,29 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+@dataclass(frozen=True)
+class Chessboard:
+    """Squares of two grays in turn, behind transparent pixels.
+
+    Attributes:
+      square: Pixels of a side of its squares.
+      first, second: Values of the squares, of which the first is in the upper left corner.
+      before_cut: Addend of values before they are cut to whole ones: 0.5 rounds them.
+    """
+
+    square: int
+    first: int
+    second: int
+    before_cut: float = 0.0
+
+    def behind(self, pixels: np.ndarray) -> np.ndarray:
+        """Pixels uint8 [H, W, 4] -> [H, W, 3]."""
+        rows, columns = np.indices(pixels.shape[:2]) // self.square
+        board = np.where((rows + columns) % 2, self.second, self.first).astype(np.uint8)[..., None]
+        alpha = pixels[..., 3:].astype(np.float32) / 255
+        return (alpha * pixels[..., :3] + (1 - alpha) * board + self.before_cut).astype(np.uint8)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WholeProcessor(ImageProcessor):
     """An image is a placeholder for each of its merged patches, row by row.
@@ -43,6 +66,7 @@ class WholeProcessor(ImageProcessor):
       has_grid: True if RoPE counts rows and columns.
       marks_image: True for views with a fourth channel, 255 where the image is and 0 beside it.
       canvas: Width and height of the view, from the image's; None for the patches that the resized image fills in part.
+      chessboard: Background of transparent pixels after resizing; None for white, before it.
     """
 
     side: int
@@ -53,12 +77,20 @@ class WholeProcessor(ImageProcessor):
     has_grid: bool = False
     marks_image: bool = False
     canvas: Callable[[Size], Size] | None = None
+    chessboard: Chessboard | None = None
+
+    @property
+    def keeps_alpha(self) -> bool:
+        return self.chessboard is not None
 
     def views(self, image: Image) -> np.ndarray:
         (width, height), (rows, columns) = self.resize(image.size), self._grid(*image.size)
         view = np.zeros((1, rows * self.side, columns * self.side, 3 + self.marks_image), np.uint8)
         view[0, :height, :width, 3:] = 255
-        view[0, :height, :width, :3] = np.asarray(self.resized(image, width, height))
+        pixels = np.asarray(self.resized(image, width, height))
+        if self.chessboard is not None and pixels.shape[2] == 4:
+            pixels = self.chessboard.behind(pixels)
+        view[0, :height, :width, :3] = pixels
         return view
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
@@ -171,6 +203,19 @@ def read_inkling(settings: ProcessorSettings) -> WholeProcessor:
     return WholeProcessor(**shared, side=side, resize=resize, canvas=canvas, marks_image=True)
 
 
+def read_inkling2(settings: ProcessorSettings) -> WholeProcessor:
+    """Reads the settings of Inkling 2, which resizes no image."""
+    settings.check()
+    shared = settings.shared(_INKLING_IMAGE, HALF_SCALE)
+    return WholeProcessor(
+        **shared,
+        side=settings.square(40),
+        resize=lambda size: size,
+        marks_image=True,
+        chessboard=Chessboard(8, 204, 153, before_cut=0.5),
+    )
+
+
 def read_kimi(settings: ProcessorSettings, placeholder: str = "<|media_pad|>") -> WholeProcessor:
     """Reads the settings of Kimi K2.5 to K2.7 in the published files, or in files that transformers writes."""
     settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
@@ -196,42 +241,25 @@ def read_kimi(settings: ProcessorSettings, placeholder: str = "<|media_pad|>") -
 
 @dataclass(frozen=True, kw_only=True)
 class KimiK3Processor(WholeProcessor):
-    """The prompt tells an image's size; what is transparent becomes a chessboard, after resizing.
+    """The prompt tells an image's size.
 
     Attributes:
       encode: Function that tokenizes text.
       token_ids: Tokens before the size, after it, of each merged patch, and after all of them.
-      square: Pixels of a side of the chessboard's squares, of which the first is white.
-      white, gray: Values of these squares.
     """
 
     encode: Callable[[str], list[int]]
     token_ids: tuple[int, ...]
-    square: int
-    white: int
-    gray: int
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         (rows, columns), (begin, content, pad, end) = self._grid(width, height), self.token_ids
         size = self.encode(f"image {width}x{height}")
         return placed([begin, *size, content, *[pad] * (rows * columns), end], pad)
 
-    def resized(self, image: Image, width: int, height: int) -> Image:
-        image = super().resized(image, width, height)
-        if image.mode == "RGB":
-            return image
-        from PIL import Image as pil
-
-        pixels = np.asarray(image)
-        rows, columns = np.indices(pixels.shape[:2]) // self.square
-        board = np.where((rows + columns) % 2, self.gray, self.white).astype(np.uint8)[..., None]
-        alpha = pixels[..., 3:].astype(np.float32) / 255
-        return pil.fromarray((alpha * pixels[..., :3] + (1 - alpha) * board).astype(np.uint8))
-
 
 def read_kimi_k3(settings: ProcessorSettings) -> KimiK3Processor:
     """Reads the settings of Kimi K3: Kimi K2.5's, and those of the chessboard."""
-    fields: dict[str, Any] = {**vars(read_kimi(settings, "<|kimi_image_placeholder|>")), "keeps_alpha": True}
+    fields: dict[str, Any] = {**vars(read_kimi(settings, "<|kimi_image_placeholder|>"))}
     published = settings.image("media_proc_cfg", {})
     board = published.get("transparent_bg_config") or {}
     stated = board.get("pattern"), published.get("transparent_bg_fill_stage")
@@ -241,14 +269,10 @@ def read_kimi_k3(settings: ProcessorSettings) -> KimiK3Processor:
             "'chessboard' that begins white, 'after_resize', is supported"
         )
     tokens = ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
-    return KimiK3Processor(
-        **fields,
-        encode=settings.encode,
-        token_ids=tuple(map(settings.token_id, tokens)),
-        square=board.get("chessboard_square_size", 16),
-        white=board.get("chessboard_white_value", 255),
-        gray=board.get("chessboard_gray_value", 200),
-    )
+    values = board.get("chessboard_white_value", 255), board.get("chessboard_gray_value", 200)
+    fields["chessboard"] = Chessboard(board.get("chessboard_square_size", 16), *values)
+    token_ids = tuple(map(settings.token_id, tokens))
+    return KimiK3Processor(**fields, encode=settings.encode, token_ids=token_ids)
 
 
 def read_muse_glimmer(settings: ProcessorSettings) -> WholeProcessor:
@@ -358,8 +382,8 @@ READERS: Mapping[str, Reader] = {
     "Glm4v": read_glm,
     "Glm5Next": read_glm5_next,
     "Glm46V": read_glm,
-    "InklingImageProcessor": read_inkling,
-    "InklingProcessor": read_inkling,
+    "Inkling": read_inkling,
+    "Inkling2": read_inkling2,
     "KimiK25": read_kimi,
     "KimiK3": read_kimi_k3,
     "Kimi_K25": read_kimi,

@@ -1,9 +1,10 @@
-"""Image encoder of Inkling: products that fold each patch to one vector, without attention."""
+"""Image encoders of Inkling, which folds each patch to one vector by products, and of Inkling 2, a transformer."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,16 @@ from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.towers.options import VisionOptions, of_vision
+from jaxis.models.common.towers.internvit import FeatureScale
+from jaxis.models.common.towers.options import VisionOptions, converted, of_vision
 from jaxis.models.common.towers.patches import Patches
+from jaxis.models.common.towers.positions import AxialRope, Positions, rotate_pairs, stretched_positions
+from jaxis.models.common.towers.projector import Projection
 from jaxis.models.common.towers.tower import VisionTower
+from jaxis.models.common.towers.transformer import patch_product
 
 _EPSILON = 1e-6  # of the reference's norms, whatever the config says
+_CLASS, _CLASS_POSITION = "tower.class_token", "tower.class_position"
 
 
 class PatchFolds(JaxModule):
@@ -103,3 +109,53 @@ class InklingVision(VisionTower):
     @staticmethod
     def make_projector(scope: LayerScope, options: VisionOptions) -> JaxModule:
         return rms_norm(scope, options.hidden_size, epsilon=_EPSILON)
+
+
+class Inkling2Vision(VisionTower):
+    names = CheckpointNames(
+        (
+            *(("visual.proj_in", "projector.linear_1"), ("visual.proj_out", "projector.linear_2")),
+            *(("visual.backbone", "tower"), ("tower.embeddings.patch_embedding", "tower.patch_embed")),
+            ("tower.embeddings.position_embedding", "tower.position_embed.weight"),
+            *(("tower.embeddings.class_embedding", _CLASS), ("tower.ln_pre", "tower.pre_norm")),
+            ("tower.embeddings.cls_position_embedding", _CLASS_POSITION),
+            *(("ln_1", "norm1"), ("ln_2", "norm2"), ("self_attn", "attn"), ("attn.out_proj", "attn.o_proj")),
+            *(("mlp.c_fc", "mlp.fc1"), ("mlp.c_proj", "mlp.fc2")),
+            *(("ls_1.gamma", "after_attn.weight"), ("ls_2.gamma", "after_mlp.weight")),
+        )
+    )
+    vision = VisionOptions(
+        *(1024, 4096, 23, 16, 20, "gelu"),
+        merge_size=of_vision("spatial_merge_size", 2),
+        epsilon=of_vision("layer_norm_eps", 1e-5),
+        embed_patches=patch_product,
+        positions=Positions(stretched_positions, (converted(of_vision("posemb_grid_size", 32), lambda side: side**2),)),
+        class_shape=(),
+        norms=("pre_norm",),
+        rope=AxialRope(theta=10_000.0, rotate=rotate_pairs, columns_first=True, first=1),
+        make_after=FeatureScale,
+        expected={"model_type": ("inkling2_vision",)},
+        ignored=dict.fromkeys(
+            ("layer_scale_init_value", "mlp_ratio", "text_hidden_size"), "other keys or the checkpoint say the same"
+        ),
+    )
+    make_projector = Projection(
+        inner_sizes=(of_vision("projection_hidden_dim", 4096),),
+        activation=of_vision("hidden_act", "gelu"),
+        use_bias=of_vision("projector_bias", False),
+    )
+    outside = -1.0
+
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        """Loads the sum of the class token and its position, which the reference adds, as the token."""
+        return super().load_weights(self._with_whole_class(weights))
+
+    def _with_whole_class(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        parts: list[np.ndarray] = []
+        for name, tensor in weights:
+            if self._plain_name(name) not in (_CLASS, _CLASS_POSITION):
+                yield name, tensor
+            elif parts:
+                yield _CLASS, parts[0] + tensor
+            else:
+                parts.append(tensor)
