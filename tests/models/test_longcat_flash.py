@@ -148,12 +148,19 @@ def test_what_is_not_implemented_is_refused_by_name(changes, message):
     assert "\n" not in str(caught.value)
 
 
+def embedding_of(model):
+    """The embedding of single tokens, which drafts read also where the model has n-grams."""
+    embeddings = model.model.embed_tokens
+    return getattr(embeddings, "word_embeddings", embeddings)
+
+
 @torch.no_grad()
 def reference_drafts(model, tensors, tokens, number):
     """Drafts by SGLang's `LongcatFlashModelNextN`, of 2.0 with an indexer, after the last token; and their logits."""
     config = model.config
     layer = reference.LongcatFlashDecoderLayer(config, 0)
-    attention = SelectingAttention(config, 0, None)
+    selects = getattr(config, "index_topk", None) is not None
+    attention = SelectingAttention(config, 0, None) if selects else layer.self_attn[0]
     own = {name.removeprefix("model.mtp.layers.0."): torch.tensor(tensor) for name, tensor in tensors.items()}
     attention.load_state_dict({k.removeprefix("self_attn."): v for k, v in own.items() if k.startswith("self_attn.")})
     mlp, prefix = layer.mlps[0], "transformer_layer.mlp."
@@ -165,10 +172,11 @@ def reference_drafts(model, tensors, tokens, number):
     states = model.model(torch.tensor([tokens[:-1]]), use_cache=False).last_hidden_state
     read, drafts, logits = list(tokens[1:]), [], []
     for _ in range(number):
-        embedded = model.model.embed_tokens.word_embeddings(torch.tensor([read]))
+        embedded = embedding_of(model)(torch.tensor([read]))
         x = torch.cat([norm("enorm.m", embedded), norm("hnorm.m", states)], -1) @ own["eh_proj.weight"].T
         places = model.model.rotary_emb(x, torch.arange(x.shape[1])[None])
-        x = x + attention(norm("input_layernorm", x), places, None)[0]
+        causal = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)[None, None]
+        x = x + attention(norm("input_layernorm", x), places, causal)[0]
         x = norm("model.mtp.norm", x + mlp(norm("post_attention_layernorm", x)))
         logits.append(model.lm_head(x[0, -1]).numpy())
         drafts.append(int(logits[-1].argmax()))
@@ -177,8 +185,11 @@ def reference_drafts(model, tensors, tokens, number):
     return drafts, logits
 
 
-def test_the_prediction_layer_drafts_as_the_reference_does(tmp_path):
-    family = next(f for f in parity.FAMILIES if f.name == "LongCat 2.0")
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(f"LongCat-Flash{name}", marks=pytest.mark.slow) for name in ("", "-Lite")), "LongCat 2.0"]
+)
+def test_the_prediction_layer_drafts_as_the_reference_does(name, tmp_path):
+    family = next(f for f in parity.FAMILIES if f.name == name)
     model: Any = parity.reference_model(family)
     folder = shutil.copytree(parity.checkpoint_folder(family), tmp_path / "with drafts")
     rng = np.random.default_rng(0)
@@ -195,10 +206,11 @@ def test_the_prediction_layer_drafts_as_the_reference_does(tmp_path):
     for name, shape in (("enorm.m", (size,)), ("hnorm.m", (size,)), ("eh_proj", (size, 2 * size))):
         drafted[f"model.mtp.layers.0.{name}.weight"] = (len(shape) == 1) + 0.2 * rng.standard_normal(shape)
     drafted = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in drafted.items()}
-    copies = {"model.mtp.embed_tokens.weight": tensors["model.embed_tokens.weight"]}
+    copies = {"model.mtp.embed_tokens.weight": embedding_of(model).weight.detach().numpy()}
     save_file(tensors | drafted | copies, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"mtp_num_layers": 3}))
+    if name == "LongCat 2.0":  # the others have one, which no key says
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"mtp_num_layers": 3}))
     model_config = ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=1024)
     loaded = load_model(VllmConfig(model_config, load_config=LoadConfig(prediction_layer=True)), make_mesh())
     for length in (2, 17, 50):
