@@ -314,16 +314,16 @@ def test_openai_clients_send_images_to_a_family(name, tmp_path):
     settings = SIZES | {"kv_cache_memory": "4MiB", "limit_mm_per_prompt": {"image": 2}}
     images = [random_image(40, 24, seed=1), random_image(9, 57, seed=2)]
     urls = [{"url": data_url(image), "detail": "auto"} for image in images]
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     with LLM(str(tmp_path), show_progress=False, **settings) as llm:
         expected = [llm.chat(image_parts(*each), params)[0] for each in (urls[:1], urls)]
     # An image's tokens are counted: the second one's beside its text and its placeholder.
     counts = [len(output.prompt_token_ids) for output in expected]
     assert counts[1] - counts[0] > len("See: ") + 1
-    settings["max_model_len"] = counts[1] + 24
+    settings["max_model_len"] = counts[1] + 12
     built = build_engine(EngineArgs(str(tmp_path), **settings), ProgressDisplay(False))
     with serving(built) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-        request = {"model": "", "max_tokens": 24, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        request = {"model": "", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
         for count, output in zip((1, 2), expected, strict=True):
             asked = request | {"messages": image_parts(*urls[:count])}
             whole = client.chat.completions.create(**asked)
@@ -331,7 +331,7 @@ def test_openai_clients_send_images_to_a_family(name, tmp_path):
             streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
             assert whole.choices[0].message.content == streamed == output.outputs[0].text
             assert whole.usage.prompt_tokens == chunks[-1].usage.prompt_tokens == len(output.prompt_token_ids)
-            assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == 24
+            assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == 12
         large = {"url": data_url(random_image(1600, 1600))}
         refused = {
             "the prompt has 3 images, and at most 2 are taken": [*urls, urls[0]],
