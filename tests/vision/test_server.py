@@ -226,7 +226,7 @@ def test_chat_completions_take_images(http, folder):
         ("/v1/responses", {"type": "input_image", "file_id": "file-1"}, "file_id"),
         ("/v1/responses", {"type": "image_url", "image_url": "data:x"}, "an image's type is input_image here"),
         ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/"}}, "nothing is fetched"),
-        ("/v1/messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "base64 or url here"),
+        ("/v1/messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "known are base64, url"),
         ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": "!!!!"}}, "not valid base64"),
         ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": "aa%2B"}}, "not valid base64"),
         ("/v1/chat/completions", {"type": "image", "image": "data:x"}, "an image's type is image_url here"),
