@@ -53,7 +53,8 @@ def test_answers_stay_and_drafts_are_made(folders, kind, quantization):
                 ]
             )
             if config is not None:
-                assert llm.engine.speculation.counts.num_draft_tokens > 20
+                # The layers that draft blocks give those of the second prompt chances of some percent, and cut them.
+                assert llm.engine.speculation.counts.num_draft_tokens > (10 if kind == "blocks" else 20)
     assert found[0] == found[1]
 
 
