@@ -222,8 +222,8 @@ namespace {
 double barrier_seconds(int num_threads, int64_t num_jobs) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kTask = std::chrono::microseconds(10);
-  const Pool pool{num_threads,
-                  [](void*, void (*task)(void*), void* data) { std::thread(task, data).detach(); }, nullptr};
+  const Pool pool{num_threads, [](void*, void (*task)(void*), void* data) { std::thread(task, data).detach(); },
+                  nullptr};
   std::vector<double> seconds(num_jobs);
   for (double& job : seconds) {
     const auto begin = Clock::now();
