@@ -16,7 +16,7 @@ from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf.table import GGUF
 from jaxis.loading.gguf_files import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint, read_config_values, read_generation_defaults
-from tests.support import parity
+from tests.support import gguf_models, parity
 from tests.support.gguf_models import write_gguf
 from tests.support.parity import FAMILIES
 
@@ -133,6 +133,12 @@ def config_of(family_name, path, **keys):
     return read_config_values(path)
 
 
+def test_a_key_without_its_array_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_models, "ngram_keys", lambda _: {})
+    with pytest.raises(ConfigError, match=r"lacks the key qwen4exp\.ple\.head_vocab_sizes"):
+        config_of("Qwen3.8-Flash-Next", tmp_path / "m.gguf", **{"ple.layers": [0]})
+
+
 def test_llama_3s_rope_is_recovered_from_the_divisors(tmp_path):
     folder = shutil.copytree(folder_of("Llama 3.1"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -200,6 +206,7 @@ def test_the_layers_with_a_window_are_those_that_the_file_lists(tmp_path):
         ),
         ("Llama 2", {"rope.dimension_count": 8}, "rotates a part of each head"),
         ("Llama 2", {"embedding_length": None}, "lacks the key llama.embedding_length"),
+        ("Qwen3.8-Flash-Next", {"ple.layers": [0, 2]}, "has n-grams in the layers [0, 2], of which one is supported"),
         ("Llama 2", {"attention.head_count": 0}, "an embedding length or a number of layers or heads of 0"),
         ("Llama 2", {"block_count": 0}, "an embedding length or a number of layers or heads of 0"),
         ("Llama 2", {"attention.head_count_kv": 3}, "has 4 heads, which 3 key-value heads do not divide"),

@@ -74,13 +74,16 @@ class Keys:
         Raises ConfigError if the value has another type, or is absent without a default.
         """
         value = self._stored(key)
-        if value is None and default is REQUIRED:
-            raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
         if value is None:
-            return default
+            return self._default(key, default)
         if not (type(value) is kind or (kind is float and type(value) is int)) or (kind is int and value < 0):
             raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected {_EXPECTED[kind]}")
         return kind(value)
+
+    def _default(self, key: str, default: Any) -> Any:
+        if default is REQUIRED:
+            raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
+        return default
 
     def integer(self, key: str, default: Any = REQUIRED) -> int:
         """Returns an integer from 0 on, as `typed` does."""
@@ -109,11 +112,11 @@ class Keys:
             raise ConfigError(f"{self.source} has {len(value)} values of {self.architecture}.{key}, not {num_layers}")
         return value.tolist()[:num_layers]
 
-    def array(self, key: str) -> list[Any]:
-        """Returns the elements of a key's array; none if it is absent."""
+    def array(self, key: str, default: Any = REQUIRED) -> list[Any]:
+        """Returns the elements of a key's array; the default if there is none. Raises ConfigError without a default."""
         self._read.add(key)
         value = self._values.get(key)
-        return value.tolist() if isinstance(value, np.ndarray) else []
+        return value.tolist() if isinstance(value, np.ndarray) else self._default(key, default)
 
     def ignore(self, *keys: str) -> None:
         """Marks keys of the file as read; for those that have no effect on the logits of this architecture."""

@@ -108,7 +108,7 @@ def _indexed_layers(reader: ConfigReader) -> Values:
 def _ngrams(reader: ConfigReader) -> Values:
     """Reads the n-grams of one layer, with the numbers of their hash, which loading compares with the config's."""
     keys = reader.keys
-    layers = keys.array("ple.layers")
+    layers = keys.array("ple.layers", [])
     keys.ignore("ple.image_token_id")
     if not layers:
         return {}
