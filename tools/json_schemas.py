@@ -22,6 +22,7 @@ from jaxis.cli.quantize import QuantizedFiles
 from jaxis.compilation.accelerators import Accelerator
 from jaxis.doctor.examination import SCHEMA as DOCTOR_SCHEMA
 from jaxis.doctor.examination import Examination
+from jaxis.planning.layout import Layout
 from jaxis.planning.local_plan import SCHEMA as LOCAL_PLAN_SCHEMA
 from jaxis.planning.local_plan import LocalPlan
 from jaxis.planning.plan import PlanOption, Step
@@ -99,13 +100,11 @@ def _array(items: Schema) -> Schema:
 
 def _plan() -> Schema:
     step = _object(Step, StepCost, Bound, sent_bytes=NUMBER, binds=STRING)
-    for name in ("cost", "bound"):  # whose fields are the step's
-        del step["properties"][name]
-        step["required"].remove(name)
-    plan = {
-        "target": _object(Accelerator, num_devices=INTEGER),
-        "options": _array(_object(PlanOption, fits=BOOLEAN, steps=_array(step))),
-    }
+    option = _object(PlanOption, Layout, fits=BOOLEAN, steps=_array(step))
+    for described, name in ((step, "cost"), (step, "bound"), (option, "layout")):  # whose fields are the object's
+        del described["properties"][name]
+        described["required"].remove(name)
+    plan = {"target": _object(Accelerator, num_devices=INTEGER), "options": _array(option)}
     plan |= {"context_len": INTEGER, "max_model_len": INTEGER, "prefill_tokens": INTEGER}
     plan |= {"fits": BOOLEAN, "verdict": STRING}
     return _object(model=STRING, architectures=STRINGS, plans=_array(_object(**plan)))
