@@ -148,7 +148,8 @@ def test_the_latent_cache_is_written_and_read_in_place_without_loops(mesh):
 def test_attention_to_selected_tokens_writes_its_caches_in_place(mesh):
     """DeepSeek V3.2, on eight devices."""
     latents = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, 576, BF16))
-    keys = cache_of(index_cache_layout(BLOCK_SIZE, 128, BF16))
+    with jax.set_mesh(mesh):  # or the layout is that of CPUs where the native kernels are installed
+        keys = cache_of(index_cache_layout(BLOCK_SIZE, 128, BF16))
     queries = (array(BF16, 64, 16, 576), array(BF16, 64, 576), array(BF16, 64, 64, 128))
 
     def attend(latents: PagedCache, keys: PagedCache, *arrays: Any) -> Any:
