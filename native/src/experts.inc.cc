@@ -86,8 +86,8 @@ F32x16 limited_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
 }
 
 F32x16 tanh(F32x16 x) {
-  // A continued fraction of an eighth of x, which loses no bits near 0, then tanh(2 y) = 2 tanh(y) / (1 + tanh(y) **
-  // 2).
+  // A continued fraction of an eighth of x, which loses no bits near 0, unlike 1 - 2 / (exp(2 x) + 1). Then, three
+  // times, tanh of twice as much: 2 y / (1 + y * y).
   const F32x16 limit = broadcast(9.0f), one = broadcast(1.0f), whole = broadcast(945.0f);
   const F32x16 part = max(zero() - limit, min(limit, x)) * broadcast(0.125f), square = part * part;
   const F32x16 below = fma(fma(broadcast(15.0f), square, broadcast(420.0f)), square, whole);

@@ -427,8 +427,8 @@ def _inkling(name: str, *, has_more: bool, scale: tuple[Any, Any]) -> VisionFami
     """Inkling's processors need torchvision: this cuts the padded images as they do, a patch after the other.
 
     Args:
-      name: Of the family.
-      has_more: Whether rows of whole patches have one more, and patches two equal frames.
+      name: Name of the family.
+      has_more: True if rows of whole patches have one more, and patches two equal frames.
       scale: Mean and deviation of pixels.
     """
     side = PATCH * MERGE

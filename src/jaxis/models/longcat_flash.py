@@ -154,15 +154,16 @@ class LongcatFlashForCausalLM(CausalLM):
         config.expect("use_mla", True, False)
         config.ignore("dsa_mtp_cli", because="the prediction layer selects for each draft anew")
         config.expect_all(mtp_replicate_modules=True, mtp_disable_over_tokenizer=True, rounter_params_dtype="float32")
-        for key in ("moe_impl", "moe_switch_token_num"):
-            config.ignore(key, because="it chooses among ways to compute the same sum")
+        config.ignore("moe_impl", "moe_switch_token_num", because="they choose among ways to compute the same sum")
 
     @classmethod
     def prediction_names(cls, config: HFConfig) -> PredictionNames | None:
         return PredictionNames.numbered(
             config,
             module="model.mtp",
-            **{part: f"layers.0.{name}" for part, name in _PARTS.items()},
+            embedding_norm="layers.0.enorm",
+            hidden_norm="layers.0.hnorm",
+            projection="layers.0.eh_proj",
             norm="norm",
             layer="layers.0",
             shared=("embed_tokens",),
@@ -187,7 +188,6 @@ class Longcat2ForCausalLM(LongcatFlashForCausalLM):
         return (*cls.renames, *tables, *projections)
 
 
-_PARTS = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj"}
 _NAMES = {
     "num_layers": "num_hidden_layers",
     "ffn_hidden_size": "intermediate_size",

@@ -110,7 +110,7 @@ def make_runner(
 
 
 def drafts_of_whole(runner: Runner) -> WholeDrafts | WholeBlocks:
-    """What drafts by the runner's model without its caches."""
+    """Returns drafts by the runner's model without its caches."""
     return (WholeBlocks if block_size_of(runner.model.draft) else WholeDrafts)(runner.model)
 
 
